@@ -33,7 +33,7 @@ from jitcl.errors import (
     UnsupportedError,
 )
 from jitcl.ir.files import MOST_BYTES
-from jitcl.lm import embedding
+from jitcl.lm import feeds
 from jitcl.lm.architectures import ARCHITECTURES, decoder
 from jitcl.lm.decoder import Decoder
 from jitcl.lm.gguf import Gguf
@@ -105,20 +105,20 @@ def test_kernels_write_what_the_references_say(tmp_path: Path) -> None:
 def test_a_prompts_next_piece_is_embedded_beside_this_one(
         name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on GPUs. A prompt that is another than was begun for is embedded anew."""
-    monkeypatch.setattr(embedding, "ROWS_AT_ONCE", 5)       # several threads, and a rest
+    monkeypatch.setattr(feeds, "ROWS_AT_ONCE", 5)       # several threads, and a rest
     prompt = [3 + 7 * k % 90 for k in range(60)]
     with jitcl.lm.load(lm_models.stored(name, tmp_path), device="cpu") as model:
         model.ends, model._rows = frozenset(), (1, 16)
         wanted = list(model.tokens(prompt, 4, Sampling()))
         pairs = model._alone(prompt[:20], "hidden"), model._alone(prompt[20:40], "hidden")
-        model._embedding._ahead, filled = True, list[str]()
-        fill = model._embedding._fill
+        model._feeds._ahead, filled = True, list[str]()
+        fill = model._feeds._fill
 
         def told(*args: Any) -> None:
             filled.append(threading.current_thread().name.partition("_")[0])
             fill(*args)
 
-        monkeypatch.setattr(model._embedding, "_fill", told)
+        monkeypatch.setattr(model._feeds, "_fill", told)
         model._cache.slots[0].shorten(0)
         assert list(model.tokens(prompt, 4, Sampling())) == wanted
         assert filled == ["MainThread"] + ["jitcl-embedding"] * 3 + ["MainThread"] * 3

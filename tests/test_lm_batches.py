@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from jitcl.errors import DeviceError, InputError, OptionError
 from jitcl.lm.cache import ROOM, Cache
 from jitcl.lm.sampling import Sampling
 from jitcl.lm.writing import Text, step
+from jitcl.runtime.guard import Guard
 from tests import lm_models
-from tests.devices import opened, present
+from tests.devices import needs, opened, present
+from tests.lm_models import IDS
 from tests.real_models import MODELS, needs_models
 from tests.test_lm_writing import SCHEMA, Random
 
@@ -188,6 +191,54 @@ def test_slots(model: Any, where: str) -> None:
     assert other is cache.slots[3] and other.ids == [1, 2] and first.ids == [1, 2, 3, 7, 8, 9]
     right()
     assert cache.first([second], 4)[:3] == [first, third, second] and len(cache.slots) == 4
+
+
+def test_what_other_kernels_computed_is_put_once_more(model: Any) -> None:
+    """Where the guard, or a driver's fault, had a run computed by other kernels than those behind
+    which keys and values were put."""
+    cache = Cache(model.decoder, np.float32)
+    names = [f"new.{k}" for k in range(model.decoder.layers)]
+    shape = (1, 2, 2 * model.decoder.shared, model.decoder.head_size)
+    spoilt, right = ({name: np.full(shape, mark) for name in names} for mark in (np.nan, 7.0))
+
+    class Repaired:
+        kept, behind = spoilt, list[Any]()
+
+        def run(self) -> Any:
+            assert all(put(Mock()) == [] for put in self.behind)
+            return right
+
+    slot = cache.slot([3, 4], [])
+    meanwhile = Mock(return_value=None)
+    cache.run(Repaired(), [slot], [[3, 4]], meanwhile)      # type: ignore[arg-type]
+    assert slot.ids == [3, 4] and Repaired.behind == [] and meanwhile.call_count == 1
+    assert all((rows.array[:, 0, :2] == 7).all() for rows in cache.rows)
+    assert not any(rows.array[:, 0, 2:].any() for rows in cache.rows)
+
+
+@needs("opencl:pocl")
+def test_a_run_that_fails_leaves_zeros_in_the_cache(tmp_path: Any,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    with jitcl.lm.load(lm_models.stored("llama", tmp_path), device="opencl:pocl") as model:
+        model.ends = frozenset()
+        wanted, (slot,) = list(model.tokens(IDS, 5, Sampling())), model._cache.slots
+        slot.shorten(0)
+        after, runs = Guard.after, itertools.count()
+
+        def spoilt(self: Any, *args: Any) -> Any:
+            if next(runs) == 2:
+                raise RuntimeError("this run")
+            return after(self, *args)
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="this run"):
+            patch.setattr(Guard, "after", spoilt)
+            list(model.tokens(IDS, 5, Sampling()))
+        for layer in (a.numpy()[0] for rows in model._cache.rows for a in rows.slots(0, 1)):
+            assert layer[:len(slot.ids)].any() and not layer[len(slot.ids):].any()
+        assert list(model.tokens(IDS, 5, Sampling())) == wanted
+        places = ([len(slot.ids)], 1, ROOM), model.decoder.places([len(slot.ids)], 1, ROOM)
+        assert model._feeds._known[0] == places[0]      # of the next token, made meanwhile
+        assert all((a == places[1][n]).all() for n, a in model._feeds._known[1].items())
 
 
 # ---- with kernels

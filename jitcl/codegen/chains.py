@@ -86,7 +86,7 @@ def _with_left(group: Group, stored: dict[Node, Group], readers: Counter[Node]) 
         found = stored.get(node)
         if found is None or readers[node] != 1 or not all(
                 _moves(m) or lookup(m.op).kind == "elementwise" for m in found.members):
-            return replace(group, inlined=group.inlined | made) if made else group
+            return group                    # no more than other names
         made.update(found.members)
         if found.inlined or found.root.op != "reshape":     # which is another name of a buffer
             return replace(group, inlined=group.inlined | made)

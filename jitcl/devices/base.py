@@ -87,19 +87,21 @@ class DeviceArray:
         """Places of the first axis, in the same memory."""
         return DeviceArray(self.open()[first:first + count])
 
-    def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]]
-            ) -> None:
-        """Copy bytes: (to, from, how many). They are there when `settle` has returned."""
+    def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]],
+            queue: Any = None) -> list[Any]:
+        """Copy bytes: (to, from, how many). They are there when `settle` has returned; where a run
+        gives its queue, behind that run. Gives events, where there are any."""
         mine, other = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (
             self.open(), source if isinstance(source, np.ndarray) else source.open()))
         for to, start, nbytes in pieces:
             mine[to:to + nbytes] = other[start:start + nbytes]
+        return []
 
     def put_each(self, sources: Sequence[DeviceArray | np.ndarray], to: int, pitch: int,
-                 start: int, nbytes: int) -> None:
+                 start: int, nbytes: int, queue: Any = None) -> list[Any]:
         """`nbytes` from byte `start` on of each source to byte `to`, `to + pitch`, .."""
-        for k, source in enumerate(sources):
-            self.put(source, [(to + k * pitch, start, nbytes)])
+        return [event for k, source in enumerate(sources)
+                for event in self.put(source, [(to + k * pitch, start, nbytes)], queue)]
 
     def fill(self, first: int, nbytes: int) -> None:
         """Bytes that are zero, in the same manner."""
@@ -165,13 +167,15 @@ class Executable(Protocol):
 @dataclass(frozen=True)
 class Binding:
     """Arrays by name, and a call that computes the outputs from the inputs. in_place: kernels work
-    on these very arrays, where they can.
+    on these very arrays, where they can. behind: what runs enqueue behind their kernels, given the
+    queue; it gives events. None where a run has no queue.
     """
 
     inputs: Given
     outputs: Given
     compute: Callable[[], None]
     in_place: bool = True
+    behind: list[Callable[[Any], list[Any]]] | None = None
 
 
 class Device(Protocol):

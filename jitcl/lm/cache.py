@@ -8,12 +8,14 @@ finite numbers: they count for nothing, but 0 * NaN is NaN.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jitcl.errors import DeviceError
 from jitcl.lm.decoder import ROOM, Decoder
 from jitcl.lm.rows import DeviceRows, HostRows, Made, Rows
 from jitcl.runtime.bound import Bound
@@ -164,18 +166,59 @@ class Cache:
             return self.room
         return max(ROOM, -(-len(slots[0].ids) // ROOM) * ROOM)
 
+    def run(self, bound: Bound, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
+            meanwhile: Callable[[], None]) -> Mapping[str, Any]:
+        """A run of `bound`, which adds tokens to slots, and their keys and values: behind its
+        kernels, before the host waits for these, where a run has a queue. meanwhile: is called
+        then."""
+        kept, behind = bound.kept, bound.behind if bound.kept else None
+
+        def copied(queue: Any) -> list[Any]:
+            events = self._put(slots, parts, kept, queue)
+            queue.flush()                   # the device goes on meanwhile
+            meanwhile()
+            return events
+
+        if behind is not None:
+            behind[:] = [copied]
+        try:
+            outputs = bound.run()
+        except BaseException:               # what it put there may be no finite numbers
+            with contextlib.suppress(DeviceError):
+                for rows in self.rows if behind is not None else ():
+                    for slot, part in zip(slots, parts):
+                        rows.clear(slot.index, len(slot.ids), len(slot.ids) + len(part))
+                self.settle()
+            raise
+        finally:
+            if behind is not None:
+                behind.clear()
+        if behind is None or any(outputs[name] is not made for name, made in kept.items()):
+            self.extend(slots, parts, outputs)
+        else:
+            for slot, part in zip(slots, parts):
+                slot.ids += part
+        return outputs
+
     def extend(self, slots: Sequence[Slot], parts: Sequence[Sequence[int]],
                made: Mapping[str, Made]) -> None:
-        """New tokens of each slot, and their keys and values [slots, rows, heads, size]. They are
-        there when `settle` has returned: what else a text wants of the host comes first."""
-        new = [(k, slot, len(slot.ids), len(slot.ids) + len(part))
-               for k, (slot, part) in enumerate(zip(slots, parts)) if part]
-        for block, rows in zip(self._blocks, self.rows):
-            found = [made[f"new.{k}"] for k in block]
-            for k, slot, begin, end in new:
-                rows.put(slot.index, begin, end, found, k)
+        """New tokens of each slot, and their keys and values [slots, rows, heads, size]."""
+        self._put(slots, parts, made)
+        self.settle()
         for slot, part in zip(slots, parts):
             slot.ids += part
+
+    def _put(self, slots: Sequence[Slot], parts: Sequence[Sequence[int]], made: Mapping[str, Made],
+             queue: Any = None) -> list[Any]:
+        """Behind a run that gives its queue; gives events."""
+        events: list[Any] = []
+        for block, rows in zip(self._blocks, self.rows):
+            found = [made[f"new.{k}"] for k in block]
+            for k, (slot, part) in enumerate(zip(slots, parts)):
+                if part:
+                    begin = len(slot.ids)
+                    events += rows.put(slot.index, begin, begin + len(part), found, k, queue)
+        return events
 
     def unbind(self) -> None:
         for _, bound in self._bound.values():

@@ -26,7 +26,7 @@ from jitcl.lm.adapters import Adapted
 from jitcl.lm.architectures import decoder, prefixed
 from jitcl.lm.cache import Cache, Slot
 from jitcl.lm.decoder import ROOM, Decoder, DecoderSource, Tokens
-from jitcl.lm.embedding import Embedding
+from jitcl.lm.feeds import Feeds
 from jitcl.lm.forms import Form, Forms
 from jitcl.lm.gguf import Gguf
 from jitcl.lm.lowest import Tolerance, limit_of, lowest
@@ -93,7 +93,7 @@ class LanguageModel:
         self._made = tuple(f"new.{k}" for k in range(decoder.layers))
         self._lock = forking.rlock()
         self._cache, self._other = self._empty(), self._empty()    # other: of no conversation
-        self._embedding = Embedding(decoder, device.target)
+        self._feeds = Feeds(decoder, device.target)
         self.batch = self._fitting() if batch is None else batch
         self.closed = False
         self.last: Generation | list[Generation] = Generation()
@@ -368,24 +368,20 @@ class LanguageModel:
             raise closed_error(repr(self))
         cache, past = slots[0].cache, [len(s.ids) for s in slots]
         cache.grow(tokens=max(map(int.__add__, past, map(len, parts))))
-        feeds = self.decoder.places(past, rows, cache.reads(slots))
-        if give == "next":
-            feeds["row"] = np.array([len(parts[0]) - 1], np.int32)
+        room = cache.reads(slots)
 
         def bind(arrays: Mapping[str, Any]) -> Bound:
             found = self._model(rows, give, len(slots)).bind(
-                {"keys": feeds["keys"].shape}, inputs=arrays, keep=self._made)
+                {"keys": (len(slots), room + rows)}, inputs=arrays, keep=self._made)
             self.decoder.weights.give_back()
             return found
 
         bound = cache.bound((rows, give, len(slots)), slots, bind)
-        for name, array in feeds.items():
-            bound.inputs[name][...] = array
-        self._embedding.into(bound.inputs["x"], Tokens.of(parts, past, rows), behind)
-        cache.settle()
-        outputs = bound.run()
+        if give == "next":
+            bound.inputs["row"][...] = len(parts[0]) - 1
+        self._feeds.fill(bound.inputs, parts, past, rows, room, behind)
+        outputs = cache.run(bound, slots, parts, self._feeds.ahead)
         found: np.ndarray = outputs["hidden" if give == "hidden" else "logits"].copy()
-        cache.extend(slots, parts, outputs)
         return found
 
     def _model(self, rows: int, give: str, texts: int = 1) -> Model:

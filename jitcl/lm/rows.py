@@ -30,8 +30,10 @@ class Rows(ABC):
         """Zeros in rows `begin` to `end`."""
 
     @abstractmethod
-    def put(self, slot: int, begin: int, end: int, made: Sequence[Made], k: int) -> None:
-        """The first rows of each layer's made[k] as rows `begin` to `end`."""
+    def put(self, slot: int, begin: int, end: int, made: Sequence[Made], k: int,
+            queue: Any = None) -> list[Any]:
+        """The first rows of each layer's made[k] as rows `begin` to `end`; of a run that gives its
+        queue, behind it. Gives events."""
 
     @abstractmethod
     def copied(self, slot: int, source: Rows, other: int, count: int) -> None:
@@ -60,10 +62,12 @@ class HostRows(Rows):
     def clear(self, slot: int, begin: int, end: int) -> None:
         self.array[:, slot, begin:end] = 0
 
-    def put(self, slot: int, begin: int, end: int, made: Sequence[Made], k: int) -> None:
+    def put(self, slot: int, begin: int, end: int, made: Sequence[Made], k: int,
+            queue: Any = None) -> list[Any]:
         for layer, new in zip(self.array, made):
             assert isinstance(new, np.ndarray)
             layer[slot, begin:end] = new[k, :end - begin]
+        return []
 
     def copied(self, slot: int, source: Rows, other: int, count: int) -> None:
         assert isinstance(source, HostRows)
@@ -96,9 +100,11 @@ class DeviceRows(Rows):
         for k in range(self._layers):
             self.tensor.fill(self._at(k, slot, begin), (end - begin) * self._row)
 
-    def put(self, slot: int, begin: int, end: int, made: Sequence[Made], k: int) -> None:
+    def put(self, slot: int, begin: int, end: int, made: Sequence[Made], k: int,
+            queue: Any = None) -> list[Any]:
         nbytes, whole = (end - begin) * self._row, made[0].shape[1] * self._row
-        self.tensor.put_each(made, self._at(0, slot, begin), self._layer, k * whole, nbytes)
+        return self.tensor.put_each(made, self._at(0, slot, begin), self._layer, k * whole, nbytes,
+                                    queue)
 
     def copied(self, slot: int, source: Rows, other: int, count: int) -> None:
         assert isinstance(source, DeviceRows)

@@ -41,6 +41,8 @@ class Bound:
     that share the host's memory (whole numbers are copied there, as they may be indices that were
     checked). On other OpenCL devices the arrays are pinned, and copied without a detour. Where
     nothing is known before a run, it copies and checks as `Model.run` does. Results are the same.
+    kept: tensors that stay on the device. Where others were computed instead, outputs has these.
+    behind: what runs enqueue behind their kernels, as `Binding` has it.
 
     Threads: as many as JITCL_THREADS says when this is made. Runs of one model take turns; an array
     that one thread writes to while another runs gives results of old and new values, no worse.
@@ -65,9 +67,9 @@ class Bound:
         made: Mapping[str, Any] = binding.outputs if binding else {}
         # as the plan has them; the guard looks at none that is kept
         self._values = [None if isinstance(y, DeviceArray) else y for y in made.values()]
-        self._kept = {n: DeviceTensor(y, n, model.called) for n, y in made.items()
-                      if isinstance(y, DeviceArray)}
-        self._results = _Results({**made, **self._kept})
+        self.kept = {n: DeviceTensor(y, n, model.called) for n, y in made.items()
+                     if isinstance(y, DeviceArray)}
+        self._results = _Results({**made, **self.kept})
         for name in (*(n for c in checks for n in c.outputs), *(
                 special.plan.looked_at if special is not None else ())):
             self._results.pop(name, None)
@@ -76,6 +78,7 @@ class Bound:
         self.outputs: Mapping[str, Any] = MappingProxyType(self._results)
         self._special = special
         self._compute = binding.compute if binding else None    # None: through `Model.run`
+        self.behind = binding.behind if binding else None       # as `Binding` has it
 
     def __repr__(self) -> str:
         reads = ", ".join(f"'{n}' {x.dtype}{list(x.shape)}" for n, x in self.inputs.items())
@@ -118,20 +121,20 @@ class Bound:
         if special.checks:
             check_computed(special.checks, results)
         if special is bound:
-            self._results.update(self._kept)        # a run before this may have given others
+            self._results.update(self.kept)        # a run before this may have given others
         else:
             self._results.take(results)
             if self.model.options is not self._options:
-                self._compute, self._checks = None, ()
+                self._compute, self._checks, self.behind = None, (), None
                 self.in_place, self._promoted = False, True
 
     def close(self) -> None:
         """Let go of the arrays, and of what runs on them. Twice is fine."""
         name = f"{self.model.called}, bound"
         end_reading(self._given)
-        for tensor in self._kept.values():
+        for tensor in self.kept.values():
             tensor.close()
-        self._given, self._kept = {}, {}
+        self._given, self.kept = {}, {}
         self.inputs.close(name)
         self._results.close(name)
         self._compute = self._special = None

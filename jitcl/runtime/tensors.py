@@ -209,9 +209,10 @@ class DeviceTensor:
             self._array.put(given, pieces)
 
     def put_each(self, sources: Sequence[DeviceTensor | np.ndarray], to: int, pitch: int,
-                 start: int, nbytes: int) -> None:
+                 start: int, nbytes: int, queue: Any = None) -> list[Any]:
         """`put` of `nbytes` from byte `start` on of each source, as byte `to`, `to + pitch`, .. on.
-        One command where they are results that a bound run keeps, of one size.
+        One command where they are results that a bound run keeps, of one size. queue: of a run,
+        behind which they are put; gives events then.
         """
         with self._changed:
             self.check_readable()
@@ -223,7 +224,7 @@ class DeviceTensor:
                         begun.append(source)
                     else:
                         arrays.append(source)
-                self._array.put_each(arrays, to, pitch, start, nbytes)
+                return self._array.put_each(arrays, to, pitch, start, nbytes, queue)
             finally:
                 for source in begun:
                     source.end_reading()

@@ -164,11 +164,11 @@ class OpenClArray(DeviceArray):
             made.append(part)
         return made
 
-    def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]]
-            ) -> None:
-        """Copy bytes: (to, from, how many). They are there when `settle` has returned."""
+    def put(self, source: DeviceArray | np.ndarray, pieces: Sequence[tuple[int, int, int]],
+            queue: Any = None) -> list[Any]:
+        """As for any array; what comes from the host is there at once."""
         self.check()
-        queue = self.home.transfers
+        queue, events = queue or self.home.transfers, list[Any]()
         with translated(f"{self.device}: writing '{self.spec.name}'"), self.acquired(queue):
             given = (np.ascontiguousarray(source).reshape(-1).view(np.uint8)
                      if isinstance(source, np.ndarray) else None)
@@ -178,11 +178,13 @@ class OpenClArray(DeviceArray):
                                     dst_offset=to, is_blocking=True)
                 else:
                     assert isinstance(source, OpenClArray)
-                    cl.enqueue_copy(queue, self.buffer, source.buffer, byte_count=nbytes,
-                                    src_offset=start, dst_offset=to)
+                    events.append(cl.enqueue_copy(
+                        queue, self.buffer, source.buffer, byte_count=nbytes, src_offset=start,
+                        dst_offset=to))
+        return events
 
     def put_each(self, sources: Sequence[DeviceArray | np.ndarray], to: int, pitch: int,
-                 start: int, nbytes: int) -> None:
+                 start: int, nbytes: int, queue: Any = None) -> list[Any]:
         """`nbytes` from byte `start` on of each source to byte `to`, `to + pitch`, ..: one command
         where they lie evenly in one buffer, and the last one's pitch ends in its buffer, too:
         NVIDIA's driver (580.159) refuses a rectangle whose last row is cut short.
@@ -195,15 +197,14 @@ class OpenClArray(DeviceArray):
                 and at == [*range(at[0], at[0] + count * step, step)])
         if (whole is None or not even or (to // pitch + count) * pitch > self.capacity
                 or ((at[0] + start) // step + count) * step > whole.capacity):
-            super().put_each(sources, to, pitch, start, nbytes)
-            return
+            return super().put_each(sources, to, pitch, start, nbytes, queue)
         self.check()
-        queue = self.home.transfers
+        queue = queue or self.home.transfers
         with translated(f"{self.device}: writing '{self.spec.name}'"), self.acquired(queue):
             (y, x), (b, a) = divmod(to, pitch), divmod(at[0] + start, step)
-            cl.enqueue_copy(queue, self.buffer, whole.buffer, dst_origin=(x, y, 0),
-                            src_origin=(a, b, 0), region=(nbytes, count, 1),
-                            dst_pitches=(pitch, 0), src_pitches=(step, 0))
+            return [cl.enqueue_copy(queue, self.buffer, whole.buffer, dst_origin=(x, y, 0),
+                                    src_origin=(a, b, 0), region=(nbytes, count, 1),
+                                    dst_pitches=(pitch, 0), src_pitches=(step, 0))]
 
     def fill(self, first: int, nbytes: int) -> None:
         self.check()

@@ -62,6 +62,7 @@ class OpenClExecutable(LoadedPlan):
         self._profiling: Any = None                 # the queue of profiled runs
         self._into: list[Any] | None = None         # where a run's results go, if they are to stay
         self._together: tuple[Any, np.ndarray] | None = None    # where inputs lie, and come from
+        self._behind: list[Callable[[Any], list[Any]]] = []
         self._bind()
 
     def check_room(self, plan: Plan) -> None:
@@ -212,7 +213,9 @@ class OpenClExecutable(LoadedPlan):
         """Start copying the outputs that kernels did not write where they are to be, small ones to
         pinned memory, and first: a driver waits for all before it copies to other memory.
         """
-        copied, lent = [], self._lending.lent
+        copied = [Command("copy", "behind the run", event) for commands in self._behind
+                  for event in commands(self.queue)]
+        lent = self._lending.lent
         for n in self._order:
             spec, out = self.plan.outputs[n], results[n]
             if spec.buffer not in lent and out.size:
@@ -333,20 +336,21 @@ class OpenClExecutable(LoadedPlan):
             there = {**given, **fed}
             sources = self._check([there[t.name] for t in plan.inputs])
             lent = self._lent(sources, into)
+        behind: list[Callable[[Any], list[Any]]] = []
 
         def compute() -> None:
             with self._turn("running a model"):
                 if shapes is not None:
                     self._resize(shapes)
-                self._together = together
+                self._together, self._behind = together, behind
                 try:
                     self._run_on(sources, into, lent)
                 finally:
-                    self._together = None
+                    self._together, self._behind = None, []
 
         seen = {**given, **views}
         return Binding({t.name: seen[t.name] for t in plan.inputs},
-                       {t.name: y for t, y in zip(plan.outputs, into)}, compute, False)
+                       {t.name: y for t, y in zip(plan.outputs, into)}, compute, False, behind)
 
     def _result(self, spec: TensorSpec) -> np.ndarray:
         """Zeros for a result: of pinned memory, which a driver writes itself, unless it is staged

@@ -1,9 +1,10 @@
-"""Embedded tokens, which the host gathers: many by several threads, and those of a prompt's next
-piece while a GPU computes this one.
+"""What runs read beside keys and values: places of tokens, and tokens embedded, which the host
+gathers, many by several threads. What the next run wants is made while a GPU computes this one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -15,21 +16,40 @@ from jitcl.target import Target
 ROWS_AT_ONCE = 64               # tokens: what is made on the way stays in a core's cache
 
 
-class Embedding:
+Places = tuple[list[int], int, int]             # tokens of the past, rows, room
+
+
+class Feeds:
     def __init__(self, decoder: Decoder, target: Target) -> None:
         self._decoder = decoder
         self._ahead = target.device_type == "gpu"       # a CPU's cores have no time for it
         self._begun: tuple[Tokens, int, Future[np.ndarray]] | None = None
 
-    def into(self, x: np.ndarray, tokens: Tokens, behind: Tokens | None) -> None:
-        """Fill x [rows, width]; embed in a thread what will be wanted `behind` it."""
+        self._known: tuple[Places, Mapping[str, np.ndarray]] = ([], 0, 0), {}
+        self._next: Places = [], 0, 0
+
+    def fill(self, inputs: Mapping[str, np.ndarray], parts: Sequence[Sequence[int]],
+             past: list[int], rows: int, room: int, behind: Tokens | None) -> None:
+        """As `Decoder.feeds` has them; embed in a thread what will be wanted `behind` these."""
+        at = past, rows, room
+        places = self._known[1] if self._known[0] == at else self._decoder.places(*at)
+        for name, array in places.items():
+            inputs[name][...] = array
+        self._next = [n + len(part) for n, part in zip(past, parts)], rows, room
+        self._embed(inputs["x"], Tokens.of(parts, past, rows))
+        if behind is not None and self._ahead:
+            self._begin(behind)
+
+    def ahead(self) -> None:
+        """Make the places of the tokens behind those of the last `fill`."""
+        self._known = self._next, self._decoder.places(*self._next)
+
+    def _embed(self, x: np.ndarray, tokens: Tokens) -> None:
         begun, self._begun = self._begun, None
         if begun is not None and begun[0].same(tokens) and begun[1] == forking.generation:
             x[...] = begun[2].result()
         else:
             self._fill(x, tokens)
-        if behind is not None and self._ahead:
-            self._begin(behind)
 
     def _begin(self, tokens: Tokens) -> None:
         from concurrent.futures import ThreadPoolExecutor  # texts of few tokens do without it
