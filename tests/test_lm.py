@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -102,26 +101,34 @@ def test_kernels_write_what_the_references_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma"])         # positions are added, rows are scaled
-def test_a_prompts_next_piece_is_embedded_beside_this_one(
-        name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on GPUs. A prompt that is another than was begun for is embedded anew."""
+@pytest.mark.parametrize("device", [d for d in present() if d.startswith("opencl")][:1])
+def test_a_prompts_next_piece_is_embedded_while_a_device_computes(
+        name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that is another than was embedded for is embedded anew."""
     monkeypatch.setattr(feeds, "ROWS_AT_ONCE", 5)       # several threads, and a rest
     prompt = [3 + 7 * k % 90 for k in range(60)]
-    with jitcl.lm.load(lm_models.stored(name, tmp_path), device="cpu") as model:
+    with jitcl.lm.load(lm_models.stored(name, tmp_path), device=device,
+                       cache_dir=tmp_path / "cache") as model:
         model.ends, model._rows = frozenset(), (1, 16)
         wanted = list(model.tokens(prompt, 4, Sampling()))
         pairs = model._alone(prompt[:20], "hidden"), model._alone(prompt[20:40], "hidden")
-        model._feeds._ahead, filled = True, list[str]()
-        fill = model._feeds._fill
+        filled, inside = list[str](), list[bool]()
+        fill, ahead = model._feeds._fill, model._feeds.ahead
 
         def told(*args: Any) -> None:
-            filled.append(threading.current_thread().name.partition("_")[0])
+            filled.append("ahead" if inside else "at once")
             fill(*args)
 
+        def meanwhile() -> None:
+            inside.append(True)
+            ahead()
+            inside.clear()
+
         monkeypatch.setattr(model._feeds, "_fill", told)
+        monkeypatch.setattr(model._feeds, "ahead", meanwhile)
         model._cache.slots[0].shorten(0)
         assert list(model.tokens(prompt, 4, Sampling())) == wanted
-        assert filled == ["MainThread"] + ["jitcl-embedding"] * 3 + ["MainThread"] * 3
+        assert filled == ["at once"] + ["ahead"] * 3 + ["at once"] * 3
         model._run(prompt[:16], "hidden", model._other.slots[0], then=prompt[16:20])
         assert (model._alone(prompt[:20], "hidden") == pairs[0]).all()
         assert (model._alone(prompt[20:40], "hidden") == pairs[1]).all()

@@ -93,7 +93,7 @@ class LanguageModel:
         self._made = tuple(f"new.{k}" for k in range(decoder.layers))
         self._lock = forking.rlock()
         self._cache, self._other = self._empty(), self._empty()    # other: of no conversation
-        self._feeds = Feeds(decoder, device.target)
+        self._feeds = Feeds(decoder)
         self.batch = self._fitting() if batch is None else batch
         self.closed = False
         self.last: Generation | list[Generation] = Generation()
