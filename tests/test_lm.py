@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -34,10 +33,9 @@ from jitcl.errors import (
 from jitcl.ir.files import MOST_BYTES
 from jitcl.lm import feeds
 from jitcl.lm.architectures import ARCHITECTURES, decoder
-from jitcl.lm.decoder import Decoder
+from jitcl.lm.decoder import Decoder, Tokens
 from jitcl.lm.gguf import Gguf
-from jitcl.lm.model import Score
-from jitcl.lm.sampling import Sampling, log_softmax
+from jitcl.lm.sampling import Sampling
 from jitcl.lm.tokens import Tokenizer
 from jitcl.lm.weights import Stored, safetensors
 from jitcl.lm.writing import Letters
@@ -132,6 +130,9 @@ def test_a_prompts_next_piece_is_embedded_while_a_device_computes(
         model._run(prompt[:16], "hidden", model._other.slots[0], then=prompt[16:20])
         assert (model._alone(prompt[:20], "hidden") == pairs[0]).all()
         assert (model._alone(prompt[20:40], "hidden") == pairs[1]).all()
+        with pytest.raises(IndexError):                 # a thread's error is the caller's
+            fill(np.empty((20, model.decoder.width), np.float32),
+                 Tokens(np.full(20, 10 ** 6), np.arange(20)))
 
 
 @needs_models
@@ -345,68 +346,6 @@ def test_what_is_no_text_and_no_tokens(script: Script) -> None:
     for window in (2.5, "2", 129):
         with pytest.raises(OptionError, match="wanted 2 to 128 tokens"):
             script.model.score("abc", window=window)
-
-
-# ---- sampling
-
-
-def drawn(sampling: Sampling, logits: list[float], seen: Sequence[int] = ()) -> np.ndarray:
-    random = np.random.default_rng(3)
-    found = [sampling.pick(np.array(logits, np.float32), seen, lambda: random) for _ in range(1500)]
-    return np.bincount(found, minlength=len(logits)) / len(found)
-
-
-def test_draws_follow_the_probabilities() -> None:
-    chances = np.array([0.5, 0.3, 0.15, 0.05])
-    logits = np.log(chances).tolist()
-    np.testing.assert_allclose(drawn(Sampling(temperature=1), logits), chances, atol=0.05)
-    hot = chances ** 0.5 / (chances ** 0.5).sum()
-    np.testing.assert_allclose(drawn(Sampling(temperature=2), logits), hot, atol=0.05)
-    for options, kept in ((dict(top_k=2), 2), (dict(top_p=0.7), 2), (dict(top_p=0.81), 3),
-                          (dict(min_p=0.25), 3), (dict(top_k=3, min_p=0.5), 2)):
-        wanted = np.where(np.arange(4) < kept, chances, 0)
-        np.testing.assert_allclose(drawn(Sampling(temperature=1, **options), logits),
-                                   wanted / wanted.sum(), atol=0.05)
-
-
-def test_the_likeliest_and_what_was_there() -> None:
-    pick = Sampling(repetition_penalty=2.0).pick
-    random = partial(np.random.default_rng, 0)
-    logits = np.array([2.0, 1.5, -0.5, -0.6], np.float32)
-    assert Sampling().pick(logits, [0], random) == 0
-    assert pick(logits, [0, 0], random) == 1
-    assert pick(np.array([-0.5, -0.6], np.float32), [0], random) == 1
-    assert logits[0] == 2.0
-
-
-def test_extreme_numbers_draw_what_they_mean() -> None:
-    random, logits = partial(np.random.default_rng, 0), np.array([2.0, 3.0, -np.inf], np.float32)
-    for cold in (1e-3, 1e-300, 1e-320):
-        assert Sampling(temperature=cold).pick(logits, [], random) == 1
-        assert Sampling(cold, temperature=1.0).pick(logits, [0], random) == 0
-        assert Sampling(1 / cold if cold > 1e-300 else 1e300, 0.1).pick(logits, [1], random) == 0
-    assert Sampling(temperature=1e300).pick(logits, [], random) in (0, 1)
-    for options in (Sampling(), Sampling(temperature=1.0)):
-        with pytest.raises(ModelError, match="logits are no numbers"):
-            options.pick(np.array([1.0, np.nan], np.float32), [], random)
-
-
-def test_generation_config_decides_where_the_caller_does_not() -> None:
-    drawing = dict(do_sample=True, temperature=0.6, top_k=20, repetition_penalty=1.1, top_p=None)
-    assert Sampling.of({}, drawing) == Sampling(1.1, 0.6, 20)
-    assert Sampling.of({"temperature": 0, "top_k": 5}, drawing) == Sampling(1.1, 0, 5)
-    assert Sampling.of({}, {**drawing, "do_sample": False}) == Sampling(1.1)
-    assert Sampling.of({"temperature": 0.5}, {}) == Sampling(temperature=0.5)
-
-
-def test_log_softmax() -> None:
-    found = log_softmax(np.array([[1000.0, 1000.0], [0.0, -np.inf]], np.float32))
-    np.testing.assert_allclose(found, [[-np.log(2), -np.log(2)], [0, -np.inf]])
-
-
-def test_perplexities_have_no_bound() -> None:
-    assert Score([1, 2], np.array([-np.log(4)])).perplexity == pytest.approx(4)
-    assert Score([1, 2], np.array([-1000.0])).perplexity == math.inf
 
 
 # ---- folders that are not what they should be

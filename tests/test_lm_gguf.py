@@ -61,6 +61,8 @@ def test_weights_are_what_the_library_says(kind: str, at_once: int, tmp_path: Pa
     assert (file.rows("lm_head.weight", np.array([3, 0, 3])) == wanted[[3, 0, 3]]).all()
     many = np.array([3, 0, 3, 4, 1])
     assert file.rows("lm_head.weight", many).tobytes() == wanted[many].tobytes()
+    with pytest.raises(IndexError):
+        file.rows("lm_head.weight", np.array([3, 0, 5]))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-linear", "qwen2", "qwen3", "phi3", "gemma",

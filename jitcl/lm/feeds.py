@@ -12,8 +12,6 @@ from jitcl import config
 from jitcl.lm.decoder import Decoder, Tokens
 
 ROWS_AT_ONCE = 64               # tokens: what is made on the way stays in a core's cache
-
-
 Places = tuple[list[int], int, int]             # tokens of the past, rows, room
 
 
